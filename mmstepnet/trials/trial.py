@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -60,6 +60,8 @@ class Trial:
         head (str): Name of its head.
         blocks (list[str]): Names of the blocks in which rungs stand.
         features (Tensor): What the head is given of the pictures, (N, D).
+        plain_seconds (float | None): Of the network's inference, once a rung
+            was measured.
 
     Raises:
         ValueError: It has no head, or no block that takes steps.
@@ -71,6 +73,7 @@ class Trial:
         self.images = images
         self.labels = labels
         self.batch_size = batch_size
+        self.plain_seconds: float | None = None
         self.model = deepcopy(model)
         self.model.train(False)  # eval() of some hosts returns nothing
         self.model.requires_grad_(False)
@@ -211,24 +214,30 @@ class Trial:
             self._train(model, head, parameters, self.images, batch, Recipe())
             next(head.parameters()).cpu()  # waits for a GPU
 
-        def infer() -> None:
-            self.answer(folded, self.images[:TIMED])
+        def infer(network: nn.Module) -> Callable[[], object]:
+            return lambda: self.answer(network, self.images[:TIMED])
 
+        # Rungs are measured one after the other, and other programs come and
+        # go: each is timed in turns with the network as it is.
+        plain, own = _seconds([infer(self.model), infer(folded)], 5)
+        if self.plain_seconds is None:
+            self.plain_seconds = plain
         return dict(
             building=building,
-            training=_seconds(step, 2) / len(batch),
-            inference=_seconds(infer, 5) / TIMED,
+            training=_seconds([step], 2)[0] / len(batch),
+            inference=self.plain_seconds * own / plain / TIMED,
             trained=sum(
                 p.numel() for p in model.parameters() if p.requires_grad
             ),
         )
 
 
-def _seconds(call: Callable[[], object], times: int) -> float:
-    """Seconds of the fastest of some calls."""
-    seconds = []
+def _seconds(calls: Sequence[Callable[[], object]], times: int) -> list[float]:
+    """Seconds of the fastest run of each call, taken in turns."""
+    fastest = [math.inf] * len(calls)
     for _ in range(times):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        for k, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            fastest[k] = min(fastest[k], time.perf_counter() - start)
+    return fastest

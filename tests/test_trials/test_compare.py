@@ -4,12 +4,13 @@ import copy
 import errno
 import json
 import os
+from functools import partial
 
 import pytest
 import torch
 
 import mmstepnet
-from mmstepnet.trials import compare, plan
+from mmstepnet.trials import compare, plan, trial
 from mmstepnet.trials.comparison import Comparison
 from mmstepnet.trials.pictures import FOLDS, deal, decode
 from mmstepnet.trials.plan import RATES, fit_epochs, plan_trainings
@@ -145,6 +146,15 @@ def test_rungs_of_a_user(tmp_path):
     assert [rung['rung'] for rung in result.rungs] == ['head', 'ECA', 'stem']
     assert result.rungs[2]['trained'] == 27 + 8 * 27 + 8
     assert result.sentence == 'On these 30 pictures nothing was asked.'
+
+
+def test_times_are_taken_in_turns():
+    """What else runs on the machine falls on all of them."""
+    order = []
+    calls = [partial(order.append, name) for name in 'ab']
+    seconds = trial._seconds(calls, 2)
+    assert order == ['a', 'b', 'a', 'b']
+    assert len(seconds) == 2 and all(0 <= s < 1 for s in seconds)
 
 
 def test_two_rungs_of_one_name_are_refused(tmp_path):
