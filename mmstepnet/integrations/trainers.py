@@ -81,9 +81,9 @@ def save_beside(
         state_dict (dict, optional): The model's weights in the checkpoint,
             such as averaged ones. None takes those in the model.
     """
-    if not step_keys(model):
-        return
     try:
+        if not step_keys(model):
+            return
         if state_dict is not None:
             model = copy.deepcopy(model)
             if lacking := step_keys(model).difference(state_dict):
