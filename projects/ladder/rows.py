@@ -58,7 +58,7 @@ def describe_program() -> dict[str, Any]:
     ).stdout.strip()
     return dict(
         cpu=f'{name}, {torch.backends.cpu.get_cpu_capability()}',
-        torch=torch.__version__,
+        torch=str(torch.__version__),  # torch.load refuses a TorchVersion
         commit=commit or None,
     )
 

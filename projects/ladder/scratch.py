@@ -182,7 +182,9 @@ def train(
         for group in optimizer.param_groups:
             group['lr'] = rate_at(step, steps // EPOCHS, steps)
         optimizer.zero_grad()
-        F.cross_entropy(model(x), labels[chosen]).backward()
+        with torch.autocast('cpu', torch.bfloat16):
+            scores = model(x)
+        F.cross_entropy(scores.float(), labels[chosen]).backward()
         optimizer.step()
         if (step + 1) % KEPT_EVERY == 0 or step + 1 == steps:
             buffer = io.BytesIO()
@@ -267,7 +269,7 @@ def run(
         **test(model, tested),
         numbers=sum(p.numel() for p in parameters),
         seconds=round(seconds),
-        dtype='float32',
+        dtype='bfloat16',
         body=digest(seed.body),
         **program,
     )

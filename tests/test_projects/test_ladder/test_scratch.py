@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 from mmstepnet.attentions import Attention
 from mmstepnet.stiffness import measure_gates
 from projects.ladder import scratch
-from projects.ladder.rows import read_rows
+from projects.ladder.rows import describe_program, read_rows
 from projects.ladder.rungs import FROM_SCRATCH
 
 from .made_up import pictures
@@ -184,7 +184,7 @@ def test_a_killed_run_goes_on_to_the_bit(small, monkeypatch, tmp_path):
         pictures(300),
         pictures(40, seed=1),
     )
-    program = dict(cpu='one', torch='two', commit='three')
+    program = describe_program()
 
     def run(folder, program=program):
         row = scratch.run(seed, 'stepnet', trained, tested, folder, program)
