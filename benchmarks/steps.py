@@ -97,7 +97,8 @@ class Whole(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.model(images), labels)
+        scores = self.model(images)
+        return nn.functional.cross_entropy(scores, labels % scores.shape[1])
 
 
 def build_any(name: str, gate: str, size: int) -> nn.Module:

@@ -69,6 +69,11 @@ class CIFARResNet(nn.Module):
         return self.linear(x.mean((2, 3)))
 
 
+def resnet20() -> nn.Module:
+    """The network of the ladder from scratch, for ``benchmarks.steps``."""
+    return CIFARResNet(20)
+
+
 def untrained(name: str) -> nn.Module:
     """A network for ten classes, with weights that PyTorch draws.
 
