@@ -1,10 +1,12 @@
 """The ladder from scratch: ResNet-20, five epochs, body and all.
 
     python -m projects.ladder.scratch run --data data
+    python -m projects.ladder.scratch replace --data data
     python -m projects.ladder.scratch table
 
 A run that was stopped goes on where it was, to the bit. PLAN.md has the
-questions, the rungs and the rules.
+questions, the rungs and the rules. ``replace`` tests the trained StepNets
+with constants in place of their gates.
 """
 
 import argparse
@@ -26,6 +28,7 @@ import mmstepnet
 from mmstepnet.attentions import Attention
 from mmstepnet.files import write_whole
 
+from .means import replace_gates
 from .networks import draw_body, untrained
 from .pictures import draw_crops, normalise, read_pictures
 from .rows import ROOT, append_row, describe_program, markdown, read_rows
@@ -61,6 +64,8 @@ RATE, FIRST_RATE = 0.1, 0.01
 MOMENTUM, DECAY = 0.9, 1e-4
 KEPT_EVERY = 100
 """Steps after which a run is kept, so that it can go on."""
+ESTIMATED = 100
+"""Batches of the first epoch on which BNs are estimated again."""
 
 Pictures = tuple[Tensor, Tensor]
 """Pixels, (N, 3, 32, 32) in uint8, and classes, (N,)."""
@@ -245,6 +250,11 @@ def test(model: nn.Module, pictures: Pictures) -> dict:
     return found
 
 
+def file_of(work_dir: Path, name: str, seed: int) -> Path:
+    """Where the trained weights of a rung are kept."""
+    return work_dir / f'{name}_{seed:02}.pt'
+
+
 def run(
     seed: Seed,
     name: str,
@@ -259,7 +269,7 @@ def run(
         dict: The row.
     """
     model, parameters = build_rung(seed.network, seed.body, seed.number, name)
-    kept = work_dir / f'{name}_{seed.number:02}.pt'
+    kept = file_of(work_dir, name, seed.number)
     seconds = train(model, parameters, seed, trained, kept, program)
     return dict(
         network=seed.network,
@@ -315,6 +325,43 @@ def run_missing(
                 f'loss {row["loss"]:.4f}, {row["seconds"]} s',
                 flush=True,
             )
+
+
+def run_replaced(
+    seeds: list[int],
+    trained: Pictures,
+    tested: Pictures,
+    folder: Path,
+    work_dir: Path,
+    network: str = NETWORK,
+) -> None:
+    """Replace the gates of the StepNets whose weights are kept."""
+    replaced = folder / 'replaced'
+    done = [row['seed'] for row in read_rows(replaced)]
+    for number in accuracies(list(read_rows(folder)), 'stepnet'):
+        if number in done or number not in seeds:
+            continue
+        seed = Seed(number, len(trained[1]), network)
+        model, _ = build_rung(network, seed.body, number, 'stepnet')
+        state = torch.load(file_of(work_dir, 'stepnet', number))
+        model.load_state_dict(state['model'])
+        crops = Generator()
+        crops.set_state(seed.crops)
+        batches = [
+            prepare(draw_crops(trained[0][chosen], crops))
+            for chosen in seed.batches[:ESTIMATED]
+        ]
+        row = dict(
+            network=network,
+            rung='stepnet',
+            seed=number,
+            **replace_gates(
+                model.eval(), prepare(tested[0]).split(250), tested[1], batches
+            ),
+            **describe_program(),
+        )
+        append_row(replaced / f'{network}.jsonl', row)
+        print(row, flush=True)
 
 
 def accuracies(rows: list[dict], name: str) -> dict[int, float]:
@@ -516,6 +563,9 @@ def main() -> None:
     trained, tested = (
         read_pictures(args.data, split, 0, None) for split in ('train', 'test')
     )
+    if args.command == 'replace':
+        run_replaced(args.seeds, trained, tested, args.rows, args.work_dir)
+        return
     run_missing(
         list(args.rungs), args.seeds, trained, tested, args.rows, args.work_dir
     )

@@ -12,8 +12,7 @@ has the questions, the rungs and the rules.
 import argparse
 import copy
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch import Generator, Tensor
 
 import mmstepnet
 from mmstepnet.stiffness import measure_gates
+from projects.ladder.means import replace_gates
 from projects.ladder.networks import LITE0, PRETRAINED, head_of, pretrained
 from projects.ladder.pictures import (
     draw_crops,
@@ -275,11 +275,11 @@ def run(seed: Seed, name: str, rate: float, is_search: bool) -> dict:
     if not is_search:
         row['answers'] = ''.join(map(str, answers.tolist()))
         if name == 'stepnet':
-            row['gates'] = replace_gates(model, x[::4], labels[::4])
+            row['gates'] = describe_gates(model, x[::4], labels[::4])
     return row
 
 
-def replace_gates(model: nn.Module, x: Tensor, labels: Tensor) -> dict:
+def describe_gates(model: nn.Module, x: Tensor, labels: Tensor) -> dict:
     """How gates vary, and accuracies with constants in their place."""
 
     def accuracy(network: nn.Module) -> float:
@@ -295,64 +295,26 @@ def replace_gates(model: nn.Module, x: Tensor, labels: Tensor) -> dict:
     )
 
 
-@contextmanager
-def norms_estimated_again(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
-) -> Iterator[None]:
-    """Let BNs know the statistics of a changed network, for a while."""
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    kept = [copy.deepcopy(norm.state_dict()) for norm in norms]
-    momentum = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the mean over all batches
-        norm.train()
-    for x, _ in batches:
-        model(x)
-    for norm in norms:
-        norm.eval()
-    yield
-    for norm, state, old in zip(norms, kept, momentum):
-        norm.load_state_dict(state)
-        norm.momentum = old
-
-
 def replace_in_seed(seed: Seed, rate: float) -> dict:
     """Train StepNet's gates, and test with constants in their place.
 
     Returns:
-        dict: Accuracies with the gates, with the mean of each channel, and
-        with one number; behind them the same where BNs are estimated again
-        on the pictures of the first epoch.
+        dict: A row, with what :func:`replace_gates` gives. BNs are estimated
+        again on the pictures of the first epoch.
     """
     model, parameters = build_rung(seed, 'stepnet')
     train(model, parameters, seed.batches, rate)
     model.eval()
     x, labels = seed.pictures.test(SEARCHED, ALL)
     first_epoch = seed.batches[: len(seed.batches) // EPOCHS]
-    again = []
-
-    def accuracy(network: nn.Module) -> float:
-        def share() -> float:
-            answers = torch.cat([network(part) for part in x.split(250)])
-            return 100 * float((answers.argmax(1) == labels).float().mean())
-
-        with norms_estimated_again(network, first_epoch):
-            again.append(share())
-        return share()
-
-    with torch.no_grad():
-        found = measure_gates(model, x.split(250), accuracy).results
-    estimated = {
-        f'{name}, BN again': value for name, value in zip(found, again)
-    }
     return dict(
         network=seed.pictures.network,
         rung='stepnet',
         seed=seed.number,
         rate=rate,
-        **found,
-        **estimated,
+        **replace_gates(
+            model, x.split(250), labels, [x for x, _ in first_epoch]
+        ),
         **describe_program(),
     )
 

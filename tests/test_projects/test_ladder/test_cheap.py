@@ -88,24 +88,6 @@ def test_whole_program(monkeypatch, tmp_path, capsys):
     assert 'not yet' not in text
 
 
-def test_norms_are_estimated_again_for_a_while():
-    """By the mean over all batches; then they are as before."""
-    model = perturb(torch.nn.Sequential(torch.nn.BatchNorm2d(3))).eval()
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    batches = [(seeded(4, 3, 5, 5, seed=k), None) for k in range(3)]
-    with torch.no_grad(), ladder.norms_estimated_again(model, batches):
-        means = np.mean([x.numpy().mean((0, 2, 3)) for x, _ in batches], 0)
-        variances = np.mean(
-            [x.numpy().var((0, 2, 3)) * 100 / 99 for x, _ in batches], 0
-        )
-        np.testing.assert_allclose(model[0].running_mean, means, atol=1e-6)
-        np.testing.assert_allclose(model[0].running_var, variances, 1e-5)
-        assert not model[0].training
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name])
-    assert model[0].momentum == 0.1
-
-
 def test_a_rung_has_the_rate_of_its_lowest_loss_once_all_are_tried():
     rows = [
         dict(

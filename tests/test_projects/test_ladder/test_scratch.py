@@ -238,6 +238,21 @@ def test_a_row_counts_what_its_network_answers(small, tmp_path):
         )
 
 
+def test_gates_are_replaced_in_the_weights_that_are_kept(small, tmp_path):
+    trained, tested = pictures(150), pictures(300, seed=1)
+    seed = scratch.Seed(2, 150, SMALL)
+    rows, kept = tmp_path / 'rows', tmp_path / 'kept'
+    row = scratch.run(seed, 'stepnet', trained, tested, kept, {})
+    scratch.append_row(rows / 'seed_02.jsonl', row)
+    for seeds in ([1], [2], [1, 2]):
+        scratch.run_replaced(seeds, trained, tested, rows, kept, SMALL)
+    (found,) = read_rows(rows / 'replaced')
+    assert found['seed'] == 2
+    assert found['attention'] == pytest.approx(row['accuracy'])
+    assert len([key for key in found if key.endswith('BN again')]) == 3
+    assert [*read_rows(rows)] == [row]
+
+
 @pytest.mark.parametrize(
     'name, mean',
     [
