@@ -29,7 +29,6 @@ from projects.reproduction.rows import read_rows as read_seeds
 from . import scratch
 from .networks import LITE0
 from .rows import ROOT, markdown, read_rows
-from .rungs import RUNGS
 from .statistics import Difference, compare_over_seeds
 
 RUNS = Path(__file__).with_name('runs.csv')
@@ -54,6 +53,10 @@ NAMES = {
     'norms-start': 'plain, γ from 0.2689',
     'iebn-cited': 'StepNet, IEBN as cited',
     'se': 'SE',
+    'head': 'the head',
+    'stepnet-head': 'StepNet and the head',
+    'layer-scale-head': 'a constant and the head',
+    'norms-head': 'γ, β and the head',
     'frozen': 'the gate kept at 0.2689',
 }
 """What the page calls a rung, where it is not by its own name."""
@@ -73,6 +76,15 @@ COLUMNS = (
 )
 
 
+REPLACED = [
+    'StepNet in',
+    'seeds',
+    "with its gates' means: points gained (95 % interval)",
+    'with BNs estimated again, both',
+]
+"""Columns of the table of replaced gates."""
+
+
 class Line(NamedTuple):
     """A line of the table."""
 
@@ -84,12 +96,11 @@ class Line(NamedTuple):
     """The word of its plan; empty where no plan asks."""
 
     def cells(self) -> list[str]:
-        low, high = self.difference.interval()
         return [
             self.setting,
             f'{self.first} − {self.second}',
-            f'{self.difference.mean:+.2f} ({low:+.2f} to {high:+.2f})',
-            self.verdict or 'not asked',
+            _points(self.difference),
+            self.verdict,
         ]
 
 
@@ -124,11 +135,8 @@ def lines() -> Iterator[Line]:
     for network, (first, second), difference, word in ladder.ask(rows):
         if difference is not None:
             yield _line(FINE_TUNED[network], first, second, difference, word)
-    for network, setting in FINE_TUNED.items():
-        for rung in RUNGS:
-            difference = ladder.compare(rows, network, 'stepnet', rung)
-            if rung not in ladder.MAIN and difference is not None:
-                yield _line(setting, 'stepnet', rung, difference, '')
+    for network, (first, second), difference in ladder.explore(rows):
+        yield _line(FINE_TUNED[network], first, second, difference, '')
     yield from _from_scratch()
     moved = {
         name: by_seed(read_seeds(config, moving_gates.KEPT), 'Accuracy')
@@ -177,6 +185,38 @@ def _paired(
     low, high = difference.interval(level)
     word = 'ahead' if low > 0 else 'behind' if high < 0 else 'undecided'
     return _line(setting, first, second, difference, word)
+
+
+def replaced() -> Iterator[list[str]]:
+    """What networks gain with the means of their gates, setting by setting."""
+    tests = {
+        setting: [
+            row
+            for row in read_rows(ladder.ROWS / 'replaced')
+            if row['network'] == network
+        ]
+        for network, setting in FINE_TUNED.items()
+    }
+    tests[FROM_SCRATCH] = list(read_rows(scratch.ROWS / 'replaced'))
+    for setting, rows in tests.items():
+        if len(rows) < 2:
+            continue
+        cells = [setting, str(len(rows))]
+        for norms in ('', ', BN again'):
+            difference = compare_over_seeds(
+                [
+                    row[f'channel mean{norms}'] - row[f'attention{norms}']
+                    for row in rows
+                ]
+            )
+            cells.append(_points(difference))
+        yield cells
+
+
+def _points(difference: Difference) -> str:
+    """A difference with its interval of 95 %."""
+    low, high = difference.interval()
+    return f'{difference.mean:+.2f} ({low:+.2f} to {high:+.2f})'
 
 
 def draw(found: list[Line]) -> alt.ConcatChart:
@@ -233,7 +273,11 @@ def main() -> None:
         small = picture.convert('RGB').quantize(32)
     small.save(PICTURE, optimize=True)
     titles = ['setting', 'difference', 'points (95 % interval)', 'verdict']
-    table = markdown(titles, [line.cells() for line in found])
+    tables = [
+        markdown(titles, [line.cells() for line in found if line.verdict]),
+        markdown(REPLACED, list(replaced())),
+    ]
+    table = '\n'.join(tables)
     print(table)
     missing = [
         line

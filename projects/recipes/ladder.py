@@ -50,6 +50,16 @@ from projects.ladder.statistics import (
 ROWS = Path(__file__).parent / 'ladder'
 MAIN = 'stepnet', 'layer-scale', 'norms'
 QUESTIONS = ('stepnet', 'layer-scale'), ('stepnet', 'norms')
+EXPLORED = (
+    ('stepnet', 'sigmoid-bias'),
+    ('stepnet', 'layer-scale-block'),
+    ('stepnet', 'iebn-cited'),
+    ('stepnet', 'se'),
+    ('stepnet', 'head'),
+    ('stepnet-head', 'layer-scale-head'),
+    ('stepnet-head', 'norms-head'),
+)
+"""Differences between which the plan gives no verdict."""
 RATES = 1e-3, 3e-3, 1e-2, 3e-2, 1e-1
 SEARCH_SEED, SEEDS = 100, range(8)
 MARGIN = 0.5
@@ -453,23 +463,34 @@ def compare(
     )
 
 
+def explore(
+    rows: list[dict],
+) -> Iterator[tuple[str, tuple[str, str], Difference]]:
+    """Of each exploratory difference the network, the rungs and itself."""
+    for network, pair in product(PRETRAINED, EXPLORED):
+        difference = compare(rows, network, *pair)
+        if difference is not None:
+            yield network, pair, difference
+
+
+def cells(network: str, pair: tuple[str, str], d: Difference) -> list[str]:
+    """How a difference begins its line of a table."""
+    low, high = d.interval()
+    return [
+        network,
+        ' − '.join(pair),
+        f'{d.mean:+.2f}',
+        f'{low:+.2f} to {high:+.2f}',
+    ]
+
+
 def verdicts(rows: list[dict]) -> list[list[str]]:
     """Lines of the table of questions."""
-    lines = []
-    for network, (first, second), d, word in ask(rows):
-        if d is not None:
-            low, high = d.interval()
-            lines.append(
-                [
-                    network,
-                    f'{first} − {second}',
-                    f'{d.mean:+.2f}',
-                    f'{low:+.2f} to {high:+.2f}',
-                    f'{d.p_value():.3g}',
-                    word,
-                ]
-            )
-    return lines
+    return [
+        [*cells(network, pair, d), f'{d.p_value():.3g}', word]
+        for network, pair, d, word in ask(rows)
+        if d is not None
+    ]
 
 
 def mean_rows(rows: list[dict]) -> Iterator[list[str]]:
@@ -526,6 +547,15 @@ def table(folder: Path = ROWS) -> str:
                     'verdict',
                 ],
                 verdicts(rows),
+            ),
+            markdown(
+                [
+                    'network',
+                    'exploratory difference',
+                    'points',
+                    '95 % interval',
+                ],
+                [cells(*found) for found in explore(rows)],
             ),
             markdown(
                 [

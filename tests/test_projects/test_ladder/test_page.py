@@ -5,6 +5,7 @@ import json
 from statistics import fmean
 
 import pytest
+from scipy import stats
 
 from tests.documents import ROOT
 
@@ -54,6 +55,25 @@ def test_the_page_and_its_files_are_those_of_the_rows(written, capsys):
             f'| {label}, fine-tuned | StepNet − γ and β of the norms | '
             f'{lead:+.2f} ('
         ) in table
+
+
+def test_gains_with_the_means_of_gates():
+    """By NumPy and SciPy, for each network whose rows are there."""
+    folder = ROOT / 'projects' / 'recipes' / 'ladder' / 'replaced'
+    found = {cells[0]: cells[1:] for cells in page.replaced()}
+    for network, label in page.FINE_TUNED.items():
+        rows = [*map(json.loads, (folder / f'{network}.jsonl').open())]
+        assert sorted(row['seed'] for row in rows) == [*range(8)]
+        seeds, *cells = found[label]
+        assert seeds == '8'
+        for cell, norms in zip(cells, ('', ', BN again'), strict=True):
+            test = stats.ttest_rel(
+                [row[f'channel mean{norms}'] for row in rows],
+                [row[f'attention{norms}'] for row in rows],
+            )
+            low, high = test.confidence_interval(0.95)
+            gain = (low + high) / 2
+            assert cell == f'{gain:+.2f} ({low:+.2f} to {high:+.2f})'
 
 
 def test_a_page_that_says_something_else_is_refused(written, monkeypatch):

@@ -212,7 +212,7 @@ LABELS = dict(
             'gate kept at 0.2689',
             'StepNet',
             "StepNet, the attention's learning rate × 10",
-            'StepNet, [IEBN as cited](glossary.md)',
+            'StepNet, [IEBN as cited](../../docs/glossary.md)',
         ),
     )
 )
@@ -274,13 +274,13 @@ def test_rows_of_moving_gates(name):
             lost,
         ]
     assert f'| {" | ".join(cells)} |'.replace('|  |', '| |') in page(
-        'docs/is_it_worth_it.md'
+        'projects/reproduction/RESULTS.md'
     )
 
 
 def test_what_moving_gates_leave_open():
     """Accuracy follows the mean step, but for a tie; what is undecided."""
-    text = page('docs/is_it_worth_it.md')
+    text = page('projects/reproduction/RESULTS.md')
     steps, accuracies = (
         np.array(list(found.values())) for found in (STEP, ACCURACY)
     )
@@ -340,12 +340,7 @@ MOVED = (
 
 
 @pytest.mark.parametrize(
-    'name',
-    [
-        'docs/is_it_worth_it.md',
-        'docs/papers_tables.md',
-        'projects/reproduction/RESULTS.md',
-    ],
+    'name', ['docs/papers_tables.md', 'projects/reproduction/RESULTS.md']
 )
 def test_no_page_says_more_than_the_moving_gates(name):
     """In each of three seeds, and no constant but the kept gate's."""
