@@ -512,8 +512,9 @@ def main() -> None:
     )
     parser.add_argument(
         'command',
-        choices=['run', 'table'],
-        help='make the rows, or print the table of those that are there',
+        choices=['run', 'replace', 'table'],
+        help='make the rows, test with constants in place of gates, or print '
+        'the table of the rows that are there',
     )
     parser.add_argument(
         '--data',

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from projects.ladder import scratch
 from projects.ladder.rows import describe_program, read_rows
 from projects.ladder.rungs import FROM_SCRATCH
 
-from .made_up import pictures
+from .made_up import pictures, write_cifar10
 
 SMALL = 'resnet14'
 """Two blocks a stage; four of them carry gates."""
@@ -251,6 +252,29 @@ def test_gates_are_replaced_in_the_weights_that_are_kept(small, tmp_path):
     assert found['attention'] == pytest.approx(row['accuracy'])
     assert len([key for key in found if key.endswith('BN again')]) == 3
     assert [*read_rows(rows)] == [row]
+
+
+def test_commands(monkeypatch, tmp_path, capsys):
+    """Ten pictures; a second call of a command has nothing to do."""
+    write_cifar10(tmp_path, train=1, test=1)
+    folders = [
+        f'--data={tmp_path}',
+        f'--rows={tmp_path / "rows"}',
+        f'--work-dir={tmp_path / "kept"}',
+    ]
+
+    def call(command, *options):
+        monkeypatch.setattr(
+            sys, 'argv', ['scratch', command, *folders, *options]
+        )
+        scratch.main()
+        return capsys.readouterr().out
+
+    run = 'run', '--seeds', '4', '--rungs', 'stepnet'
+    assert call(*run).startswith('stepnet seed 4: ')
+    assert "'seed': 4" in call('replace')
+    assert call(*run) == call('replace') == ''
+    assert '| stepnet | ' in call('table')
 
 
 @pytest.mark.parametrize(
