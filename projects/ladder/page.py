@@ -80,7 +80,7 @@ REPLACED = [
     'StepNet in',
     'seeds',
     "with its gates' means: points gained (95 % interval)",
-    'with BNs estimated again, both',
+    'with BNs estimated again in both',
 ]
 """Columns of the table of replaced gates."""
 
