@@ -30,7 +30,11 @@ def test_the_page_and_its_files_are_those_of_the_rows(written, capsys):
     assert text == (ROOT / 'projects' / 'ladder' / 'runs.csv').read_text()
     runs = list(csv.DictReader(text.splitlines()))
     results = ROOT / 'projects' / 'reproduction' / 'results'
-    ladders = (ROOT / 'projects' / 'recipes' / 'ladder').glob('*.jsonl')
+    projects = ROOT / 'projects'
+    ladders = [
+        *(projects / 'recipes' / 'ladder').glob('*.jsonl'),
+        *(projects / 'ladder' / 'results' / 'scratch').glob('*.jsonl'),
+    ]
     assert len(runs) == sum(
         len(path.read_text().splitlines()) for path in ladders
     ) + sum(
