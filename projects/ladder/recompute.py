@@ -20,6 +20,7 @@ from scipy.stats import ttest_1samp
 FIRST, SECONDS = 'stepnet', ('sigmoid-bias', 'norms-start')
 PICTURES_A_CLASS = 1000
 MARGIN, LEVEL = 0.5, 0.05
+SEEDS = 12
 SHARED = 'body', 'rate', 'dtype', 'commit', 'torch', 'cpu'
 """What all rows of a seed have in common."""
 
@@ -90,12 +91,23 @@ def main(argv: list[str] | None = None) -> None:
         default=Path(__file__).parent / 'results' / 'scratch',
         help='where the rows are. Default: those of the repository',
     )
-    rows = read(parser.parse_args(argv).rows)
+    parser.add_argument(
+        '--ended',
+        action='store_true',
+        help='no more seeds will come: verdicts of those that are there',
+    )
+    args = parser.parse_args(argv)
+    rows = read(args.rows)
     seeds = [
         seed
-        for seed in range(12)
+        for seed in range(SEEDS)
         if all((rung, seed) in rows for rung in (FIRST, *SECONDS))
     ]
+    if len(seeds) < SEEDS and not args.ended:
+        sys.exit(
+            f'{args.rows} has {len(seeds)} whole seeds; the plan looks once, '
+            f'after {SEEDS}: wait for them, or give --ended'
+        )
     right = {run: count_right(row) for run, row in rows.items()}
     tests = {}
     for second in SECONDS:

@@ -80,7 +80,10 @@ def test_a_question_of_few_seeds_is_undecided(tmp_path, capsys):
     """Seeds that lack a main rung do not count."""
     rows = rows_of(10, 10, seeds=4)
     write(tmp_path, rows[:-1])
-    recompute.main(['--rows', str(tmp_path)])
+    with pytest.raises(SystemExit, match='3 whole seeds; .* once, after 12'):
+        recompute.main(['--rows', str(tmp_path)])
+    assert not capsys.readouterr().out
+    recompute.main(['--rows', str(tmp_path), '--ended'])
     for line in capsys.readouterr().out.splitlines():
         assert ', 3 seeds: ' in line and line.endswith(': undecided')
 
@@ -99,4 +102,4 @@ def test_rows_that_are_not_those_of_the_plan(tmp_path, change, message):
     rows[-1] |= change
     write(tmp_path, rows)
     with pytest.raises(SystemExit, match=message):
-        recompute.main(['--rows', str(tmp_path)])
+        recompute.main(['--rows', str(tmp_path), '--ended'])

@@ -254,6 +254,19 @@ def test_gates_are_replaced_in_the_weights_that_are_kept(small, tmp_path):
     assert [*read_rows(rows)] == [row]
 
 
+def test_training_is_in_bfloat16_and_tests_are_not(small, tmp_path):
+    trained, seed = pictures(40), scratch.Seed(0, 40, SMALL)
+    model, parameters = build(seed, 'stepnet')
+    types = {True: set(), False: set()}
+    model.layer1.register_forward_hook(
+        lambda module, _, x: types[module.training].add(x.dtype)
+    )
+    scratch.train(model, parameters, seed, trained, tmp_path / 'kept', {})
+    scratch.test(model, trained)
+    assert types == {True: {torch.bfloat16}, False: {torch.float32}}
+    assert {p.dtype for p in parameters} == {torch.float32}
+
+
 def test_commands(monkeypatch, tmp_path, capsys):
     """Ten pictures; a second call of a command has nothing to do."""
     write_cifar10(tmp_path, train=1, test=1)
