@@ -419,8 +419,8 @@ def table(folder: Path = ROWS) -> str:
         ]
         means += [[network, *line] for line in scratch.mean_rows(own)]
         differences += [
-            [network, *line]
-            for line in scratch.explored(
+            [network, *scratch.cells(*found)]
+            for found in scratch.explore(
                 own, (*scratch.QUESTIONS, *scratch.EXPLORED)
             )
         ]

@@ -51,6 +51,9 @@ NAMES = {
     'layer-scale-block': 'a constant a block',
     'sigmoid-bias': 'σ(b), a constant a channel',
     'norms-start': 'plain, γ from 0.2689',
+    'norms-half': 'plain, γ from 0.5',
+    'layer-scale-half': 'a constant a channel, from 0.5',
+    'se-half': 'SE, from 0.5',
     'iebn-cited': 'StepNet, IEBN as cited',
     'se': 'SE',
     'head': 'the head',
@@ -162,7 +165,7 @@ def _line(
 
 
 def _from_scratch() -> Iterator[Line]:
-    """Once the plan's one look is due."""
+    """Both questions, once the plan's one look is due, and what is beside."""
     rows = list(read_rows(scratch.ROWS))
     words = [line[-1] for line in scratch.verdicts(rows, is_ended=False)]
     for (first, second), word in zip(scratch.QUESTIONS, words):
@@ -170,6 +173,8 @@ def _from_scratch() -> Iterator[Line]:
             seeds = list(scratch.SEEDS)
             difference = scratch.compare(rows, first, second, seeds)
             yield _line(FROM_SCRATCH, first, second, difference, word)
+    for (first, second), _, difference in scratch.explore(rows):
+        yield _line(FROM_SCRATCH, first, second, difference, '')
 
 
 def _paired(

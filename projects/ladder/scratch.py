@@ -422,22 +422,22 @@ def interval(difference: Difference, level: float = LEVEL) -> str:
     return f'{low:+.2f} to {high:+.2f}'
 
 
-def explored(
+def explore(
     rows: list[dict], pairs: Sequence[tuple[str, str]] = EXPLORED
-) -> Iterator[list[str]]:
-    """Differences without a verdict: those that the plan calls exploratory."""
+) -> Iterator[tuple[tuple[str, str], int, Difference]]:
+    """Of each exploratory difference the rungs, the seeds and itself."""
     for first, second in pairs:
         seeds = sorted(
             accuracies(rows, first).keys() & accuracies(rows, second).keys()
         )
         if len(seeds) > 1:
-            d = compare(rows, first, second, seeds)
-            yield [
-                f'{first} − {second}',
-                str(len(seeds)),
-                f'{d.mean:+.2f}',
-                interval(d),
-            ]
+            difference = compare(rows, first, second, seeds)
+            yield (first, second), len(seeds), difference
+
+
+def cells(pair: tuple[str, str], seeds: int, d: Difference) -> list[str]:
+    """A line of the table of exploratory differences."""
+    return [' − '.join(pair), str(seeds), f'{d.mean:+.2f}', interval(d)]
 
 
 MEANS = (
@@ -499,7 +499,7 @@ def table(folder: Path = ROWS, is_ended: bool = False) -> str:
             markdown([*MEANS], list(mean_rows(rows))),
             markdown(
                 ['exploratory difference', 'seeds', 'points', '95 % interval'],
-                list(explored(rows)),
+                [cells(*found) for found in explore(rows)],
             ),
         ]
     )
