@@ -191,7 +191,7 @@ class Additions(TorchDispatchMode):
 
     def _after_embedding(self, args: tuple, out: Any) -> None:
         """An embedding makes a text of integers that the model was given."""
-        if self._trace is not None and self._trace.is_text(args[1]):
+        if self._trace is not None and self._trace.is_text(args[1].shape):
             self._trace.look_up(self.tags.mark(out))
 
     def _propagate_tags(self, execution: Execution, out: Any) -> None:
@@ -440,7 +440,8 @@ class Additions(TorchDispatchMode):
             return None
         candidate.is_constant = is_constant
         if self._trace is not None:
-            self._trace.add(candidate, x, f, self.tags.make(x).plain)
+            of_x = self.tags.make(x)
+            self._trace.add(candidate, x, f, of_x.plain, of_x.mixed)
         branch = self._branch(f, base)
         if branch.gate is not None:
             candidate.gate = tuple(branch.gate.shape)

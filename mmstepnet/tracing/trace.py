@@ -81,7 +81,7 @@ class Addition(NamedTuple):
     branch: TensorId
     is_text: bool
     """Whether the state was looked up in an embedding by integers that the
-    model was given."""
+    model was given, and perhaps projected."""
 
 
 class Line(NamedTuple):
@@ -116,7 +116,8 @@ class Trace:
         self.shapes: dict[str, list[tuple[int, ...]]] = {}
         self._time = 0
         self._given: dict[nn.Module, TensorId | None] = {}
-        self._texts: set[torch.Size] = set()  # shapes of integers given
+        # Sorted shapes of integers given: a network may turn them.
+        self._texts: set[tuple[int, ...]] = set()
         self._looked_up = 0  # states that were looked up by these, as bits
         self._lines: list[Line] = []
         self._open: list[tuple[nn.Module, int]] = []  # modules, their lines
@@ -160,7 +161,7 @@ class Trace:
         given = [*enumerate(args), *kwargs.items()]
         if is_model:
             self._texts = {
-                t.shape
+                tuple(sorted(t.shape))
                 for t in tensors(args, kwargs)
                 if t.dim() > 1 and not t.is_floating_point()
             }
@@ -237,24 +238,29 @@ class Trace:
         if result != operand:  # inference mode counts no versions
             self.origins[result.values] = Origin(kind, operand, result)
 
-    def is_text(self, t: Tensor) -> bool:
-        """Whether a tensor looks like integers that the model was given."""
-        return t.shape in self._texts
+    def is_text(self, shape: tuple[int, ...]) -> bool:
+        """Whether it is the shape of integers that the model was given."""
+        return tuple(sorted(shape)) in self._texts
 
     def look_up(self, state: int) -> None:
         """A state was looked up by such."""
         self._looked_up |= 1 << state
 
-    def add(self, candidate: Sum, x: Tensor, f: Tensor, states: int) -> None:
+    def add(
+        self, candidate: Sum, x: Tensor, f: Tensor, plain: int, mixed: int
+    ) -> None:
         """A step is about to be added.
 
         Args:
             candidate (Sum): The step.
             x (Tensor): Its state.
             f (Tensor): Its branch.
-            states (int): States that x was computed from, as bits.
+            plain (int): States that x was computed from, as bits.
+            mixed (int): The same, by a layer: embeddings may be projected.
         """
-        is_text = bool(states & self._looked_up)
+        is_text = bool(plain & self._looked_up) or (
+            bool(mixed & self._looked_up) and self.is_text(x.shape[:-1])
+        )
         self.additions.setdefault(
             candidate, Addition(self._time, identify(x), identify(f), is_text)
         )

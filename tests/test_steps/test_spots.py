@@ -45,6 +45,21 @@ class Embedded(nn.Module):
         return x
 
 
+class Turned(Embedded):
+    """As XLNet, whose tokens lie before the samples."""
+
+    def forward(self, x):
+        return super().forward(x.T)
+
+
+class Projected(Embedded):
+    """As ELECTRA, whose embeddings are narrower than its states."""
+
+    def __init__(self, forward):
+        super().__init__(forward)
+        self.table = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 8))
+
+
 def plain(b, x):
     return x + b.fn(b.norm(x))
 
@@ -274,6 +289,26 @@ def test_texts_are_measured_and_take_no_steps():
     with TrajectoryRecorder(model) as recorder, torch.no_grad():
         model(WORDS)
     assert recorder.nsi.shape == (2, 2)
+
+
+@pytest.mark.parametrize('network', [Turned, Projected])
+def test_texts_that_are_changed_at_first_take_no_steps(network):
+    with pytest.raises(ValueError, match='tokens of a text'):
+        insert_steps(network(plain).eval(), example=WORDS)
+
+
+def test_pictures_that_look_at_a_text_take_steps():
+    """As in detectors of what a text names."""
+
+    def look(b, x, words):
+        return x + b.fn(b.norm(x) + words.mean(1, keepdim=True))
+
+    class Grounded(Embedded):
+        def forward(self, x, words):
+            return super().forward(x, self.table(words))
+
+    given = torch.randn(2, 12, 8), WORDS
+    assert len(insert_steps(Grounded(look), example=given)) == 3
 
 
 def test_integers_beside_pictures_do_no_harm():
