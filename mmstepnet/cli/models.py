@@ -318,7 +318,7 @@ def _transformers(name: str, pretrained: bool, labels: bool) -> NamedModel:
         kind.from_pretrained(name)
         if pretrained or Path(name).is_dir()
         else build(config)
-    )
+    ).float()  # pictures are in float32, whatever the file is in
     if Path(name).is_dir() and holds_ours(name):
         load_folder(model, name)
     if model.main_input_name != 'pixel_values':

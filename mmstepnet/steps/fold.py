@@ -14,6 +14,7 @@ from torch import Tensor
 from mmstepnet.attentions import FoldedStepNet, LayerScale, OursNoNorm, StepNet
 from mmstepnet.tracing.wrappers import name_modules
 
+from .freezing import follow_training
 from .fused_blocks import FusedBlock
 from .givers import find_givers, is_scalable
 from .insert import take_out_steps
@@ -56,6 +57,7 @@ def fold(
         )
     check_unsharded(name_modules(model))
     model = copy.deepcopy(model)
+    follow_training(model.modules())  # back to classes that are known
     model.train(False)  # eval() of some hosts returns nothing
     for module in list(model.modules()):
         if isinstance(module, ResidualStep) and _is_foldable(module.attention):

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn as nn
 from torch import Tensor
 

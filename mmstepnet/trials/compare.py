@@ -70,7 +70,7 @@ def compare_rungs(
         minutes (float): How long it may take. Defaults to 20.
         margin (float, optional): Points of accuracy that are worth
             something. Defaults to None, what so many pictures can show.
-        batch_size (int): Pictures at once. Defaults to 32.
+        batch_size (int): Pictures at once, two at least. Defaults to 32.
         out (str | Path): Folder of the rows. Defaults to ``'worth'``.
         keep (str, optional): A rung that is trained on all of ``data`` and
             written into ``out``. Defaults to None.
@@ -83,8 +83,8 @@ def compare_rungs(
     Raises:
         KeyError: There is no such attention.
         ValueError: The pictures do not suffice, the network has no head or no
-            blocks, an epoch takes too long, or the rows in ``out`` are of
-            another trial.
+            blocks, is in half precision or gives NaN, an epoch takes too
+            long, or the rows in ``out`` are of another trial.
 
     Example:
         >>> import torch
@@ -107,9 +107,11 @@ def compare_rungs(
     check(images, labels, trainable, names or range(len(labels)))
     shown = _say_what_is_shown(tested, named, force)
     rows = Rows(Path(out, 'rows.jsonl'))
+    trial = Trial(model, images, labels, batch_size)
     settings = dict(
         version=__version__,
-        network=digest(model.state_dict().values()),
+        # With the trial's head: the user's may be a new one in each call.
+        network=digest(trial.model.state_dict().values()),
         pictures=digest([images, labels]),
         rungs=[*named],
         tested=tested,
@@ -119,7 +121,6 @@ def compare_rungs(
         batch_size=batch_size,
     )
     _check_settings(rows, settings)
-    trial = Trial(model, images, labels, batch_size)
     trainings = plan_trainings(labels, trainable)
     if not rows:
         costs = {name: trial.measure(named[name]) for name in named}

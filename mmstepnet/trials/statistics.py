@@ -1,5 +1,6 @@
 """What paired answers say of a difference between two rungs, in points."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,11 @@ and there are two questions. By simulation, as the next one."""
 SURE = 4.5
 """Standard errors of a difference that is found here with 80 %."""
 
+UNSEEN = (3.0 / stats.norm.isf(LEVEL)) ** 2
+"""What n pictures that show no disagreement leave open is up to 3 / n of all
+pictures (the rule of three). This over n² is the variance with which the test
+of a margin says so."""
+
 
 class Difference(NamedTuple):
     """How far one rung is ahead of another, in points of accuracy."""
@@ -32,6 +38,8 @@ class Difference(NamedTuple):
     """Standard error of the mean."""
     freedom: int
     """Degrees of freedom of Student's t."""
+    pictures: int
+    """How many were tested."""
 
     def reach(self, level: float = LEVEL) -> float:
         """Half of Student's interval at ``1 - level``."""
@@ -43,8 +51,20 @@ class Difference(NamedTuple):
         return float(2 * stats.t.sf(t, self.freedom))
 
     def is_within(self, margin: float) -> bool:
-        """Two one-sided tests: whether it is smaller than a margin."""
-        return abs(self.mean) + self.reach(2 * LEVEL) < margin
+        """Two one-sided tests: whether it is smaller than a margin.
+
+        Rungs that agree on all pictures have a standard error of 0, and yet
+        may disagree on others. So the squared error gets a further part.
+        """
+        t = float(stats.t.isf(LEVEL, self.freedom))
+        return (
+            abs(self.mean) + t * math.hypot(self.error, self._unseen())
+            < margin
+        )
+
+    def _unseen(self) -> float:
+        """The standard error, in points, of what no picture has shown."""
+        return 100 * UNSEEN**0.5 / self.pictures
 
     def deciding_factor(self, margin: float) -> float:
         """How many times as many pictures would decide.
@@ -53,9 +73,13 @@ class Difference(NamedTuple):
         their number, then it is found, or it is within the margin.
         """
         size = abs(self.mean)
-        found = self.reach(LEVEL / 2) / max(size, 1e-9)
-        within = self.reach(2 * LEVEL) / max(margin - size, 1e-9)
-        return min(found, within) ** 2
+        found = (self.reach(LEVEL / 2) / size) ** 2 if size else math.inf
+        # error² / factor + unseen² / factor² = goal²
+        t = float(stats.t.isf(LEVEL, self.freedom))
+        goal = max(margin - size, 1e-9) / t
+        root = math.hypot(self.error**2, 2 * self._unseen() * goal)
+        within = (self.error**2 + root) / (2 * goal**2)
+        return min(found, within)
 
 
 def compare_answers(
@@ -80,7 +104,9 @@ def compare_answers(
     folds = [part.mean() for part in parts]
     pictures = np.concatenate(parts)
     samples: Any = max(pictures, folds, key=stats.sem)
-    return Difference(pictures.mean(), stats.sem(samples), len(samples) - 1)
+    return Difference(
+        pictures.mean(), stats.sem(samples), len(samples) - 1, len(pictures)
+    )
 
 
 def holm(p_values: Sequence[float]) -> list[bool]:

@@ -54,7 +54,8 @@ class Trial:
             classes, or where its own is worse than such a head.
         images (Tensor): All pictures, as it takes them, (N, C, H, W).
         labels (Tensor): Numbers of their classes, (N,).
-        batch_size (int): Pictures at once.
+        batch_size (int): Pictures at once, two at least, and three where one
+            would be left alone: of one picture a BN has no variance.
 
     Attributes:
         head (str): Name of its head.
@@ -64,7 +65,8 @@ class Trial:
             was measured.
 
     Raises:
-        ValueError: It has no head, or no block that takes steps.
+        ValueError: It is in half precision, has no head, has no block that
+            takes steps, or gives scores that are no numbers.
     """
 
     def __init__(
@@ -74,6 +76,12 @@ class Trial:
         self.labels = labels
         self.batch_size = batch_size
         self.plain_seconds: float | None = None
+        for name, p in model.named_parameters():
+            if p.dtype in (torch.float16, torch.bfloat16):
+                raise ValueError(
+                    f'{name} is in {p.dtype}, in which small steps of a '
+                    f'training are lost; give model.float()'
+                )
         self.model = deepcopy(model)
         self.model.train(False)  # eval() of some hosts returns nothing
         self.model.requires_grad_(False)
@@ -85,10 +93,20 @@ class Trial:
         head: Any = self.model.get_submodule(self.head)
         features: list[Tensor] = []
         handle = head.register_forward_pre_hook(
-            lambda head, inputs: features.append(inputs[0].cpu())
+            # A copy: a view would keep all tokens of a ViT in memory.
+            lambda head, inputs: features.append(
+                inputs[0].to('cpu', copy=True)
+            )
         )
         scores = self.answer(self.model, images)
         handle.remove()
+        strange = int((~scores.isfinite()).any(1).sum())
+        if strange:
+            raise ValueError(
+                f'for {strange} of {len(images)} pictures the network gives '
+                f'scores that are no numbers; check its weights and the '
+                f'transform'
+            )
         self.features = torch.cat(features)
         classes = int(labels.max()) + 1
         # As many classes may be others: of these the head knows nothing.
@@ -101,14 +119,26 @@ class Trial:
                 setattr(head, name, nn.Parameter(zeros))
 
     def _find_head(self) -> str:
-        """Name of the last linear layer that gives as many scores."""
+        """Name of the linear layer that alone gives the scores.
+
+        Without it they are equal. Where two layers share them, as in a
+        distilled network, they are not.
+        """
         scores = self.answer(self.model, self.example).shape[-1]
         for name, module in reversed([*self.model.named_modules()]):
-            if getattr(module, 'out_features', None) == scores:
+            if getattr(module, 'out_features', None) != scores:
+                continue
+            handle = module.register_forward_hook(
+                lambda module, inputs, out: torch.zeros_like(out)
+            )
+            others = self.answer(self.model, self.example)
+            handle.remove()
+            if (others == others[:, :1]).all():
                 return name
         raise ValueError(
             f'{type(self.model).__name__} has no head: none of its linear '
-            f'layers gives scores of classes; give a classifier'
+            f'layers alone gives scores of classes; give a classifier that '
+            f'ends in one'
         )
 
     @torch.no_grad()
@@ -178,12 +208,13 @@ class Trial:
         rate = HEAD_RATE * recipe.rate / self.features.shape[1]
         optimizer = AdamW(of_head, lr=rate, weight_decay=0.0)
         optimizer.add_param_group(dict(params=parameters, lr=recipe.rate))
-        steps = math.ceil(len(places) / self.batch_size)
+        count = len(places)
+        steps = max(1, min(math.ceil(count / self.batch_size), count // 2))
         schedule = CosineAnnealingLR(optimizer, recipe.epochs * steps)
         generator = Generator().manual_seed(recipe.seed)
         for _ in range(recipe.epochs):
-            order = places[torch.randperm(len(places), generator=generator)]
-            # Of almost one size: of one picture a BN has no variance.
+            order = places[torch.randperm(count, generator=generator)]
+            # Parts are of almost one size, and none is of one picture.
             for part in order.tensor_split(steps):
                 batch = inputs[part].float()
                 if inputs is self.images:

@@ -478,6 +478,14 @@ def test_two_orders_of_classes_are_refused(classifier, tmp_path):
         build_model(f'hf:{tmp_path}/vit', labels=True)
 
 
+def test_half_precision_is_read_as_float32(classifier, tmp_path):
+    """As pictures are."""
+    model, _ = classifier('ViTForImageClassification', NUMBERED)
+    model.half().save_pretrained(tmp_path / 'vit')
+    model = build_model(f'hf:{tmp_path}/vit', labels=True).model
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
 def change_config(folder, label2id):
     path = folder / 'config.json'
     path.write_text(

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 import torch.nn as nn
 from hypothesis import HealthCheck, given, settings
@@ -110,3 +111,19 @@ def test_preactivation_against_a_written_out_network():
         for _, b in model.residual_blocks()
         if b.downsample is not None
     )
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(depth=18, preact=True),
+        dict(depth=50, norm_cfg=dict(type='mmstepnet.IEBN')),
+    ],
+)
+def test_new_norms_of_frozen_stages_are_frozen(options):
+    """DDP waits for what can be trained when it is built, before train()."""
+    model = StepResNet(attention=None, frozen_stages=1, **options)
+    built = [p.requires_grad for p in model.parameters()]
+    model.train()
+    assert built == [p.requires_grad for p in model.parameters()]
+    assert len({*built}) == 2

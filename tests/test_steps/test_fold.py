@@ -220,7 +220,10 @@ def test_constants_go_into_the_layers_before_them(name):
     exact = outputs(model, x)
     assert difference(outputs(folded, x), exact) <= 1e-10
     single = outputs(model.float(), x.float())
-    out = outputs(mmstepnet.fold(model), x.float())
+    mmstepnet.mark_only_steps_as_trainable(model)  # norms of other classes
+    folded = mmstepnet.fold(model)
+    assert len(constants(folded)) == after
+    out = outputs(folded, x.float())
     assert difference(out, exact) <= 2 * difference(single, exact) + 1e-6
 
 

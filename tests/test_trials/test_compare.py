@@ -5,6 +5,7 @@ import errno
 import json
 import os
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -19,9 +20,12 @@ from mmstepnet.trials.trial import Recipe, Trial
 from tests.test_trials.tiny_network import (
     TinyNet,
     blockless,
+    half,
     headless,
     net,
     pictures,
+    two_headed,
+    without_numbers,
 )
 
 RUNGS = 'head', 'norms', 'layer-scale', 'stepnet', 'se'
@@ -199,6 +203,58 @@ def test_goes_on_after_a_kill(tmp_path, monkeypatch):
             assert again[run] == rows[run]
 
 
+def test_goes_on_with_a_new_head(tmp_path):
+    """As of a script that builds one in each call; the trial has its own."""
+    found = []
+    for seed in range(2):
+        model = net()[0]
+        torch.manual_seed(seed)
+        model.fc.reset_parameters()
+        found.append(
+            mmstepnet.compare_rungs(
+                model,
+                pictures(),
+                ['head'],
+                out=tmp_path,
+                force=True,
+                minutes=60.0,
+            ).rungs
+        )
+    assert found[0] == found[1]
+
+
+def test_the_features_of_a_view_hold_nothing_else():
+    """As the class token, which is all that a ViT's head is given."""
+
+    class Cut(TinyNet):
+        def forward(self, x):
+            return self.fc(self.layer1(self.stem(x)).mean(2)[:, :, 0])
+
+    seen, cat = [], torch.cat
+    with mock.patch.object(
+        torch,
+        'cat',
+        lambda parts, *dim: seen.append(parts) or cat(parts, *dim),
+    ):
+        Trial(Cut(), *decode(pictures()), 8)
+    (features,) = [parts for parts in seen if parts[0].shape[1:] == (8,)]
+    for part in features:
+        assert part.untyped_storage().nbytes() == 4 * part.numel()
+
+
+def test_no_picture_is_trained_alone():
+    """Of one a BN has no variance."""
+    data = pictures(31)
+    sizes = []
+    trial = trial_of(data, batch_size=2)
+    handle = trial.model.register_forward_pre_hook(
+        lambda model, inputs: sizes.append(len(inputs[0]))
+    )
+    trial.train('stepnet', torch.arange(31), Recipe())
+    handle.remove()
+    assert sum(sizes[-15:]) == 31 and {*sizes[-15:]} == {2, 3}
+
+
 def test_the_lowest_cross_entropy_chooses_the_rate(tmp_path):
     rows = Rows(tmp_path / 'rows.jsonl')
     for rate, loss in zip(RATES, (0.7, 0.6, 1e9)):
@@ -260,6 +316,19 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
             id='values beyond float16',
         ),
         pytest.param(headless, pictures(), 'has no head', id='no head'),
+        pytest.param(two_headed, pictures(), 'has no head', id='two heads'),
+        pytest.param(
+            half,
+            pictures(),
+            'layer1.0.conv1.weight is in torch.float16',
+            id='half precision',
+        ),
+        pytest.param(
+            without_numbers,
+            pictures(),
+            'for 30 of 30 pictures the network gives scores that are no',
+            id='NaN',
+        ),
         pytest.param(
             blockless, pictures(), 'no block can take steps', id='no blocks'
         ),

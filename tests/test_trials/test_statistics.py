@@ -48,9 +48,25 @@ def test_the_larger_error_is_that_of_the_pictures():
 def test_rungs_that_agree_on_everything():
     same = answers(*[[1, 0]] * 5)
     difference = compare_answers(same, same)
-    assert difference == (0.0, 0.0, difference.freedom)
+    assert difference == (0.0, 0.0, 9, 10)
     assert difference.p_value() == 1.0
-    assert difference.is_within(0.1)
+
+
+@pytest.mark.parametrize('pictures', [100, 1000])
+def test_what_agreement_shows(pictures):
+    """Of rungs that differ on 3 / n, five tables in 100 do not show it."""
+    rare = 3 / pictures
+    assert stats.binom.pmf(0, pictures, rare) == pytest.approx(0.05, rel=0.06)
+    same = answers(*[[1] * (pictures // 5)] * 5)
+    difference = compare_answers(same, same)
+    assert not difference.is_within(100 * rare)
+    assert difference.is_within(104 * rare)  # Student's t, not the normal
+    for margin in (0.1, 1.0):
+        factor = difference.deciding_factor(margin)
+        more = factor * difference.pictures
+        later = difference._replace(pictures=1.001 * more)
+        sooner = difference._replace(pictures=0.999 * more)
+        assert later.is_within(margin) and not sooner.is_within(margin)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +97,10 @@ def test_what_pictures_can_show():
 def test_so_many_pictures_would_decide(mean):
     """And a tenth fewer would not."""
     margin = 2.0
-    factor = Difference(mean, 1.5, 4).deciding_factor(margin)
+    factor = Difference(mean, 1.5, 4, 400).deciding_factor(margin)
     for more, decides in ((1.001, True), (0.9, False)):
-        later = Difference(mean, 1.5 / (more * factor) ** 0.5, 4)
+        times = more * factor
+        later = Difference(mean, 1.5 / times**0.5, 4, 400 * times)
         is_found = later.p_value() < 0.025
         assert (is_found or later.is_within(margin)) is decides
 

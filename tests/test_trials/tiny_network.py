@@ -35,6 +35,33 @@ def headless():
     return model, transform
 
 
+def two_headed():
+    """A distilled network: its scores are the mean of two heads."""
+
+    class Distilled(TinyNet):
+        def __init__(self):
+            super().__init__()
+            self.other = nn.Linear(8, 5)
+
+        def forward(self, x):
+            features = self.layer1(self.stem(x)).mean((2, 3))
+            return (self.fc(features) + self.other(features)) / 2
+
+    return Distilled(), ToTensor()
+
+
+def half():
+    model, transform = net()
+    model.layer1.half()
+    return model, transform
+
+
+def without_numbers():
+    model, transform = net()
+    nn.init.constant_(model.layer1[0].bn1.weight, torch.nan)
+    return model, transform
+
+
 def blockless():
     layers = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     return nn.Sequential(*layers, nn.Linear(4, 3)), ToTensor()

@@ -127,6 +127,8 @@ class StepResNet(SteppedBackbone):
                 blocks=blocks,
                 first_block=first_block,
             )
+        else:
+            self.train(self.training)  # frozen stages freeze new norms, too
 
     @classmethod
     def _find_host(cls, host: str | None) -> type:
