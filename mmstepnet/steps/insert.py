@@ -81,8 +81,9 @@ def insert_steps(
             with N for the samples and C for the channels. Defaults to None.
         first_block (bool, optional): Whether blocks that project their
             identity carry the attention, unless ``blocks`` names them one by
-            one. None leaves it to the attention: False for StepNet (a reading
-            of the paper), True for the others. Defaults to None.
+            one. None leaves it to the attention: False for StepNet and our
+            adaptors (a reading of the paper), True for the others. Defaults
+            to None.
         init_step (float, optional): Where the step starts. None is the
             paper's form, for training from scratch. Defaults to 1.0.
         **attention_args: Further arguments of the attention. ``map_size``,

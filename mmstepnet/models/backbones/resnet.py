@@ -42,8 +42,9 @@ class StepResNet(SteppedBackbone):
             warning names the blocks. Defaults to None.
         first_block (bool, optional): Whether blocks that project their
             identity carry the attention, unless ``blocks`` names them one by
-            one. None leaves it to the attention: False for StepNet (a reading
-            of the paper), True for the others. Defaults to None.
+            one. None leaves it to the attention: False for StepNet and our
+            adaptors (a reading of the paper), True for the others. Defaults
+            to None.
         preact (bool): Pre-activation: norms stand before the convolutions,
             the stem has none, and one more follows the last stage
             (https://arxiv.org/abs/1603.05027). :func:`mmstepnet.fold` knows
