@@ -5,8 +5,8 @@
 
 It reads the rows of all trainings in which a step stands beside a constant,
 writes ``runs.csv`` beside this file and ``docs/what_a_step_was_worth.png``,
-and prints the table. It ends with an error where a line of that table is not
-on ``docs/is_it_worth_it.md``.
+and prints the tables. It ends with an error where a line of them is not on
+``docs/is_it_worth_it.md``, or one of ``scratch table`` not in ``README.md``.
 """
 
 import csv
@@ -33,6 +33,7 @@ from .statistics import Difference, compare_over_seeds
 
 RUNS = Path(__file__).with_name('runs.csv')
 PAGE = ROOT / 'docs' / 'is_it_worth_it.md'
+README = Path(__file__).with_name('README.md')
 PICTURE = ROOT / 'docs' / 'what_a_step_was_worth.png'
 
 FINE_TUNED = {
@@ -40,8 +41,8 @@ FINE_TUNED = {
     'resnet32': 'ResNet-32, fine-tuned',
     LITE0: 'EfficientNet-Lite0, fine-tuned',
 }
-FROM_SCRATCH = 'ResNet-20, from scratch, rung by rung'
-MOVING = 'ResNet-20, 5 epochs from scratch'
+FROM_SCRATCH = 'ResNet-20, 5 epochs from scratch'
+MOVING = 'ResNet-20, 5 epochs from scratch, gates that move'
 DEEP = 'ResNet-164, 6 epochs from scratch'
 
 NAMES = {
@@ -133,7 +134,11 @@ def runs() -> Iterator[dict[str, Any]]:
 
 
 def lines() -> Iterator[Line]:
-    """The table: what was asked, then what was tried beside it."""
+    """The table: what was asked, then what was tried beside it.
+
+    The gates that moved are not in it: the ladder asks the same with a
+    constant.
+    """
     rows = list(read_rows(ladder.ROWS))
     for network, (first, second), difference, word in ladder.ask(rows):
         if difference is not None:
@@ -141,13 +146,6 @@ def lines() -> Iterator[Line]:
     for network, (first, second), difference in ladder.explore(rows):
         yield _line(FINE_TUNED[network], first, second, difference, '')
     yield from _from_scratch()
-    moved = {
-        name: by_seed(read_seeds(config, moving_gates.KEPT), 'Accuracy')
-        for name, config in moving_gates.ROWS.items()
-    }
-    for first, second in moving_gates.PAIRS[: moving_gates.PLANNED]:
-        level = moving_gates.LEVEL / moving_gates.PLANNED
-        yield _paired(MOVING, first, second, moved, level)
     folder = RESULTS / 'constant_step'
     deep = {
         name: by_seed(read_seeds(config, folder), 'Accuracy')
@@ -234,10 +232,11 @@ def _panel(found: list[Line], setting: str) -> Any:
     own = [line for line in found if line.setting == setting]
     labels = [f'{line.first} −|{line.second}' for line in own]
     ends = [line.difference.interval() for line in own]
-    # Settings of one kind share a scale.
-    kin = own
-    if setting in FINE_TUNED.values():
-        kin = [line for line in found if line.setting in FINE_TUNED.values()]
+    # All but the deep network, whose differences are ten times as large,
+    # share a scale.
+    kin = [
+        line for line in found if (line.setting == DEEP) == (setting == DEEP)
+    ]
     values = [
         0.0,
         *(end for line in kin for end in line.difference.interval()),
@@ -278,19 +277,19 @@ def main() -> None:
         small = picture.convert('RGB').quantize(32)
     small.save(PICTURE, optimize=True)
     titles = ['setting', 'difference', 'points (95 % interval)', 'verdict']
-    tables = [
-        markdown(titles, [line.cells() for line in found if line.verdict]),
-        markdown(REPLACED, list(replaced())),
-    ]
-    table = '\n'.join(tables)
-    print(table)
-    missing = [
-        line
-        for line in table.splitlines()
-        if line not in PAGE.read_text('utf-8')
-    ]
-    if missing:
-        sys.exit(f'{PAGE} lacks lines of the table:\n' + '\n'.join(missing))
+    asked = [line.cells() for line in found if line.verdict]
+    tables = {
+        PAGE: markdown(titles, asked)
+        + '\n'
+        + markdown(REPLACED, [*replaced()]),
+        README: scratch.table(),
+    }
+    for page, table in tables.items():
+        print(table)
+        text = page.read_text('utf-8').splitlines()
+        missing = [line for line in table.splitlines() if line not in text]
+        if missing:
+            sys.exit(f'{page} lacks lines of a table:\n' + '\n'.join(missing))
 
 
 if __name__ == '__main__':

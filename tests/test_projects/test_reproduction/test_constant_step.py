@@ -334,8 +334,7 @@ def test_the_commands_print_what_pages_say():
 
 MOVED = (
     'three networks whose gates moved were more accurate than one with '
-    'the gate kept at 0.2689; whether because they adapt or because '
-    'their step is larger was not tried'
+    'the gate kept at 0.2689'
 )
 
 
