@@ -50,7 +50,7 @@ NAMES = {
     'layer-scale': 'a constant a channel',
     'norms': 'γ and β of the norms',
     'layer-scale-block': 'a constant a block',
-    'sigmoid-bias': 'σ(b), a constant a channel',
+    'sigmoid-bias': 'the gate without an image, σ(b)',
     'norms-start': 'plain, γ from 0.2689',
     'norms-half': 'plain, γ from 0.5',
     'layer-scale-half': 'a constant a channel, from 0.5',
@@ -61,7 +61,7 @@ NAMES = {
     'stepnet-head': 'StepNet and the head',
     'layer-scale-head': 'a constant and the head',
     'norms-head': 'γ, β and the head',
-    'frozen': 'the gate kept at 0.2689',
+    'frozen': 'a constant, 0.2689',
 }
 """What the page calls a rung, where it is not by its own name."""
 
@@ -146,13 +146,7 @@ def lines() -> Iterator[Line]:
     for network, (first, second), difference in ladder.explore(rows):
         yield _line(FINE_TUNED[network], first, second, difference, '')
     yield from _from_scratch()
-    folder = RESULTS / 'constant_step'
-    deep = {
-        name: by_seed(read_seeds(config, folder), 'Accuracy')
-        for name, config in constant_step.ROWS.items()
-    }
-    for first, second in ('frozen', 'plain'), ('StepNet', 'frozen'):
-        yield _paired(DEEP, first, second, deep, constant_step.LEVEL)
+    yield from _deep()
 
 
 def _line(
@@ -175,19 +169,21 @@ def _from_scratch() -> Iterator[Line]:
         yield _line(FROM_SCRATCH, first, second, difference, '')
 
 
-def _paired(
-    setting: str,
-    first: str,
-    second: str,
-    accuracies: dict[str, dict[int, float]],
-    level: float,
-) -> Line:
-    """A difference over seeds, judged at its plan's level."""
-    ours, others = accuracies[first], accuracies[second]
-    difference = compare_over_seeds([ours[s] - others[s] for s in ours])
-    low, high = difference.interval(level)
-    word = 'ahead' if low > 0 else 'behind' if high < 0 else 'undecided'
-    return _line(setting, first, second, difference, word)
+def _deep() -> Iterator[Line]:
+    """Two differences that have one verdict together."""
+    folder = RESULTS / 'constant_step'
+    accuracies = {
+        name: by_seed(read_seeds(config, folder), 'Accuracy')
+        for name, config in constant_step.ROWS.items()
+    }
+    pairs = ('frozen', 'plain'), ('StepNet', 'frozen')
+    found = []
+    for first, second in pairs:
+        ours, others = accuracies[first], accuracies[second]
+        found.append([ours[seed] - others[seed] for seed in ours])
+    word = constant_step.verdict(*found)
+    for (first, second), points in zip(pairs, found):
+        yield _line(DEEP, first, second, compare_over_seeds(points), word)
 
 
 def replaced() -> Iterator[list[str]]:
@@ -259,7 +255,11 @@ def _panel(found: list[Line], setting: str) -> Any:
     return alt.layer(
         zero,
         dots.mark_rule(size=2, color='#2f5fd0').encode(
-            alt.X('low:Q', title=title, scale=scale), alt.X2('high:Q'), y
+            alt.X(
+                'low:Q', title=title, scale=scale, axis=alt.Axis(tickMinStep=1)
+            ),
+            alt.X2('high:Q'),
+            y,
         ),
         dots.mark_circle(size=90, opacity=1).encode(alt.X('points:Q'), y),
     ).properties(title=setting, width=300, height=44 * len(own))
