@@ -352,6 +352,9 @@ def test_what_is_gone_leaves_the_hosts_network():
         mmstepnet.fold(model)
 
 
+@pytest.mark.skipif(
+    torch.__version__ < '2.2', reason='needs a later Dynamo than that of 2.1'
+)
 def test_one_of_two_steps_is_compiled():
     """Its block does not run code that was compiled for two, or for one."""
     model = with_constants(vit)().double().eval()
