@@ -92,7 +92,7 @@ def compare_rungs(
         >>> import mmstepnet
         >>> data = [(torch.rand(3, 32, 32), k % 2) for k in range(60)]
         >>> result = mmstepnet.compare_rungs(
-        ...     resnet18(), data, ['head', 'layer-scale'], minutes=0.2)
+        ...     resnet18(), data, ['head', 'layer-scale'], minutes=0.4)
         >>> print(result)
     """
     started = time.monotonic()
