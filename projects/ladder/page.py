@@ -97,7 +97,7 @@ class Line(NamedTuple):
     second: str
     difference: Difference
     verdict: str
-    """The word of its plan; empty where no plan asks."""
+    """Its plan's; empty where the picture alone shows the line."""
 
     def cells(self) -> list[str]:
         return [
@@ -134,7 +134,7 @@ def runs() -> Iterator[dict[str, Any]]:
 
 
 def lines() -> Iterator[Line]:
-    """The table: what was asked, then what was tried beside it.
+    """Each setting: what was asked, then what was tried beside it.
 
     The gates that moved are not in it: the ladder asks the same with a
     constant.
@@ -165,8 +165,9 @@ def _from_scratch() -> Iterator[Line]:
             seeds = list(scratch.SEEDS)
             difference = scratch.compare(rows, first, second, seeds)
             yield _line(FROM_SCRATCH, first, second, difference, word)
-    for (first, second), _, difference in scratch.explore(rows):
-        yield _line(FROM_SCRATCH, first, second, difference, '')
+    for (first, second), seeds, difference in scratch.explore(rows):
+        word = f'none: exploratory, {seeds} seeds'
+        yield _line(FROM_SCRATCH, first, second, difference, word)
 
 
 def _deep() -> Iterator[Line]:
