@@ -36,10 +36,10 @@ PAGE = ROOT / 'docs' / 'is_it_worth_it.md'
 README = Path(__file__).with_name('README.md')
 PICTURE = ROOT / 'docs' / 'what_a_step_was_worth.png'
 
-FINE_TUNED = {
-    'resnet20': 'ResNet-20, fine-tuned',
-    'resnet32': 'ResNet-32, fine-tuned',
-    LITE0: 'EfficientNet-Lite0, fine-tuned',
+FROZEN = {
+    'resnet20': 'ResNet-20, frozen',
+    'resnet32': 'ResNet-32, frozen',
+    LITE0: 'EfficientNet-Lite0, frozen',
 }
 FROM_SCRATCH = 'ResNet-20, 5 epochs from scratch'
 MOVING = 'ResNet-20, 5 epochs from scratch, gates that move'
@@ -111,7 +111,7 @@ class Line(NamedTuple):
 def runs() -> Iterator[dict[str, Any]]:
     """Each run, by ``COLUMNS``; what its row does not have is left out."""
     for row in read_rows(ladder.ROWS):
-        yield row | dict(setting=FINE_TUNED[row['network']])
+        yield row | dict(setting=FROZEN[row['network']])
     for row in read_rows(scratch.ROWS):
         yield row | dict(setting=FROM_SCRATCH)
     for setting, study in ((MOVING, moving_gates), (DEEP, constant_step)):
@@ -142,9 +142,9 @@ def lines() -> Iterator[Line]:
     rows = list(read_rows(ladder.ROWS))
     for network, (first, second), difference, word in ladder.ask(rows):
         if difference is not None:
-            yield _line(FINE_TUNED[network], first, second, difference, word)
+            yield _line(FROZEN[network], first, second, difference, word)
     for network, (first, second), difference in ladder.explore(rows):
-        yield _line(FINE_TUNED[network], first, second, difference, '')
+        yield _line(FROZEN[network], first, second, difference, '')
     yield from _from_scratch()
     yield from _deep()
 
@@ -195,7 +195,7 @@ def replaced() -> Iterator[list[str]]:
             for row in read_rows(ladder.ROWS / 'replaced')
             if row['network'] == network
         ]
-        for network, setting in FINE_TUNED.items()
+        for network, setting in FROZEN.items()
     }
     tests[FROM_SCRATCH] = list(read_rows(scratch.ROWS / 'replaced'))
     for setting, rows in tests.items():

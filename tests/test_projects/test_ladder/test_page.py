@@ -56,7 +56,7 @@ def test_the_page_and_its_files_are_those_of_the_rows(written, capsys):
                 found[row['rung']].append(row['accuracy'])
         lead = fmean(found['stepnet']) - fmean(found['norms'])
         assert (
-            f'| {label}, fine-tuned | StepNet − γ and β of the norms | '
+            f'| {label}, frozen | StepNet − γ and β of the norms | '
             f'{lead:+.2f} ('
         ) in table
 
@@ -65,7 +65,7 @@ def test_gains_with_the_means_of_gates():
     """By NumPy and SciPy, for each network whose rows are there."""
     folder = ROOT / 'projects' / 'recipes' / 'ladder' / 'replaced'
     found = {cells[0]: cells[1:] for cells in page.replaced()}
-    for network, label in page.FINE_TUNED.items():
+    for network, label in page.FROZEN.items():
         rows = [*map(json.loads, (folder / f'{network}.jsonl').open())]
         assert sorted(row['seed'] for row in rows) == [*range(8)]
         seeds, *cells = found[label]
