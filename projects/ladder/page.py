@@ -48,7 +48,7 @@ DEEP = 'ResNet-164, 6 epochs from scratch'
 NAMES = {
     'stepnet': 'StepNet',
     'layer-scale': 'a constant a channel',
-    'norms': 'γ and β of the norms',
+    'norms': 'γ and β of the last norms',
     'layer-scale-block': 'a constant a block',
     'sigmoid-bias': 'the gate without an image, σ(b)',
     'norms-start': 'plain, γ from 0.2689',

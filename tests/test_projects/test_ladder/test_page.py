@@ -56,7 +56,7 @@ def test_the_page_and_its_files_are_those_of_the_rows(written, capsys):
                 found[row['rung']].append(row['accuracy'])
         lead = fmean(found['stepnet']) - fmean(found['norms'])
         assert (
-            f'| {label}, frozen | StepNet − γ and β of the norms | '
+            f'| {label}, frozen | StepNet − γ and β of the last norms | '
             f'{lead:+.2f} ('
         ) in table
 
