@@ -80,6 +80,41 @@ def test_gains_with_the_means_of_gates():
             assert cell == f'{gain:+.2f} ({low:+.2f} to {high:+.2f})'
 
 
+def test_differences_from_scratch():
+    """By SciPy, from the rows themselves."""
+    folder = ROOT / 'projects' / 'ladder' / 'results' / 'scratch'
+    rungs = {}
+    for path in folder.glob('seed_*.jsonl'):
+        for row in map(json.loads, path.open()):
+            rungs.setdefault(row['rung'], {})[row['seed']] = row['accuracy']
+    found = {
+        (line.first, line.second): line.cells()[2:]
+        for line in page.lines()
+        if line.setting == page.FROM_SCRATCH
+    }
+    for first, second, names, seeds in (
+        (
+            'stepnet',
+            'sigmoid-bias',
+            ('StepNet', page.NAMES['sigmoid-bias']),
+            12,
+        ),
+        ('stepnet', 'plain', ('StepNet', 'plain'), 12),
+        ('norms-half', 'plain', ('plain, γ from 0.5', 'plain'), 6),
+    ):
+        both = sorted(rungs[first].keys() & rungs[second].keys())
+        assert len(both) == seeds
+        low, high = stats.ttest_rel(
+            [rungs[first][seed] for seed in both],
+            [rungs[second][seed] for seed in both],
+        ).confidence_interval(0.95)
+        points, verdict = found[names]
+        mean = (low + high) / 2
+        assert points == f'{mean:+.2f} ({low:+.2f} to {high:+.2f})'
+        is_asked = (first, second) in page.scratch.QUESTIONS
+        assert ('exploratory' in verdict) != is_asked
+
+
 def test_a_page_that_says_something_else_is_refused(written, monkeypatch):
     text = page.PAGE.read_text('utf-8')
     other = written / 'page.md'
